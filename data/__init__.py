@@ -1,0 +1,1 @@
+"""Yambda-format data: raw files -> event store -> batches."""

@@ -1,0 +1,1 @@
+"""DLRMv4: an HSTU generative recommender, trained on Yambda-format data."""
