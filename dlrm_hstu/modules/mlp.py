@@ -10,7 +10,10 @@ EPS = 1e-5
 
 
 class Linear(nn.Linear):
-    """nn.Linear that computes in its input's dtype."""
+    """nn.Linear that computes in its input's dtype. Weights are left to `dlrm_hstu.initialize`; biases start at 0."""
+
+    def reset_parameters(self) -> None:
+        nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight.to(x.dtype), self.bias.to(x.dtype))
