@@ -5,7 +5,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from torchrec.distributed.model_parallel import DistributedModelParallel
+from torchrec.distributed.model_parallel import DefaultDataParallelWrapper, DistributedModelParallel
 from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -14,13 +14,19 @@ from dlrm_hstu.initialize import fill_table_shard
 from dlrm_hstu.model import DlrmHSTU
 
 
+# Once a process, torch warns of a name that TorchRec uses and no user of this trainer can change.
+logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
+
+
 def build_sharded_model(config: ModelConfig, optimizer: OptimizerConfig, *, seed: int, device: torch.device) -> DistributedModelParallel:
     """A DlrmHSTU with its tables sharded over all ranks and updated by row-wise Adagrad inside the backward pass."""
     model = DlrmHSTU(config, seed=seed, device=device, table_device="meta")
     tables = model.embeddings.collection
     apply_optimizer_in_backward(RowWiseAdagrad, tables.parameters(), {"lr": optimizer.sparse_lr, "eps": optimizer.sparse_epsilon})
     with _quiet_torchrec():
-        sharded = DistributedModelParallel(model, device=device, init_data_parallel=False)
+        # A static graph hangs its first all-reduce on tensors it finds in the output; it looks into no dataclass and would skip it.
+        replicate = DefaultDataParallelWrapper(static_graph=False)
+        sharded = DistributedModelParallel(model, device=device, init_data_parallel=False, data_parallel_wrapper=replicate)
         if dist.get_world_size() > 1:
             sharded.init_data_parallel()
     _fill_tables(sharded, config, seed)

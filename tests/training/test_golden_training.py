@@ -17,9 +17,9 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 TABLES = "_embedding_collection.embeddings."
 
 
-@pytest.fixture(scope="module")
-def ranks():
-    with process_group("cpu") as ranks:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def ranks(request):
+    with process_group(request.param) as ranks:
         yield ranks
 
 
@@ -53,7 +53,7 @@ def trained(ranks):
                 table_shard(model, name).copy_(parameter)
             else:
                 dense[name].copy_(parameter)
-    batch = interop.batch_from_reference(*(group(step, f"in/{part}/") for part in ("uih", "uih_lengths", "candidate")))
+    batch = interop.batch_from_reference(*(group(step, f"in/{part}/") for part in ("uih", "uih_lengths", "candidate"))).to(ranks.device)
 
     optimizers = Optimizers(model, optimizer_config)
     losses, norms, rates = [], [], []
@@ -65,11 +65,11 @@ def trained(ranks):
         norms.append(optimizers.step(index).item())
         losses.append(loss.item())
         rates.append(optimizers.learning_rate)
-    final = {interop.reference_name(name): parameter.detach().numpy() for name, parameter in optimizers.dense_parameters.items()}
-    tables = {interop.reference_name(name): table_shard(model, name).numpy() for name, _ in plain.named_parameters() if "embeddings." in name}
+    final = {interop.reference_name(name): parameter.detach().cpu().numpy() for name, parameter in optimizers.dense_parameters.items()}
+    tables = {interop.reference_name(name): table_shard(model, name).cpu().numpy() for name, _ in plain.named_parameters() if "embeddings." in name}
     states = model.fused_optimizer.state_dict()["state"]
     accumulators = {
-        interop.reference_name(name): next(iter(state.values())).local_shards()[0].tensor.numpy().ravel() for name, state in states.items()
+        interop.reference_name(name): next(iter(state.values())).local_shards()[0].tensor.cpu().numpy().ravel() for name, state in states.items()
     }
     return step, run, losses, norms, rates, final, tables, accumulators
 

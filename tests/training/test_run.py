@@ -132,3 +132,14 @@ def test_a_damaged_store_is_not_trained_on(run_train, store_path, tmp_path):
 def test_a_history_for_another_length_needs_no_new_store(run_train):
     assert HistoryConfig().length != 24
     assert run_train("HISTORY_LENGTH = 24", "MAX_SEQ_LEN = 33", "AUC_THRESHOLD = 0.0").code == 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype, tolerance", [("float32", 1e-3), ("bfloat16", 2e-2)])
+def test_a_gpu_trains_as_the_cpu_does(run_train, dtype, tolerance):
+    cpu = run_train(UNREACHABLE, "TrainConfig.device = 'cpu'")
+    gpu = run_train(UNREACHABLE, "TrainConfig.device = 'cuda'", f"ModelConfig.dtype = '{dtype}'")
+    assert (cpu.code, gpu.code) == (3, 3)
+    losses = [[row["loss"] for row in run.rows if row["kind"] == "train"] for run in (cpu, gpu)]
+    assert len(losses[0]) == 8
+    np.testing.assert_allclose(losses[1], losses[0], rtol=tolerance)
