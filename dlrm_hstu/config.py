@@ -130,7 +130,16 @@ class OptimizerConfig:
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("dense_lr", "sparse_lr", "epsilon", "sparse_epsilon", "weight_decay", "warmup_steps", "warmup_start_lr", "grad_clip_norm"):
+        for name in (
+            "dense_lr",
+            "sparse_lr",
+            "epsilon",
+            "sparse_epsilon",
+            "weight_decay",
+            "warmup_steps",
+            "warmup_start_lr",
+            "grad_clip_norm",
+        ):
             require(getattr(self, name) >= 0, f"OptimizerConfig.{name}={getattr(self, name)}: must not be negative")
         for name in ("beta_1", "beta_2"):
             require(0 <= getattr(self, name) < 1, f"OptimizerConfig.{name}={getattr(self, name)}: must be in [0, 1)")
@@ -213,4 +222,7 @@ class MLPerfConfig:
         check_fields(self)
         require(self.division in ("closed", "open"), f"MLPerfConfig.division={self.division!r}: must be closed or open, in lower case")
         require(self.organization != "", "MLPerfConfig.organization='': must not be empty")
-        require(self.train_loss_log_frequency >= 0, f"MLPerfConfig.train_loss_log_frequency={self.train_loss_log_frequency}: must not be negative")
+        require(
+            self.train_loss_log_frequency >= 0,
+            f"MLPerfConfig.train_loss_log_frequency={self.train_loss_log_frequency}: must not be negative",
+        )

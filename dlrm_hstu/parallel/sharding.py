@@ -13,7 +13,6 @@ from dlrm_hstu.config import ModelConfig, OptimizerConfig
 from dlrm_hstu.initialize import fill_table_shard
 from dlrm_hstu.model import DlrmHSTU
 
-
 # Once a process, torch warns of a name that TorchRec uses and no user of this trainer can change.
 logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
 

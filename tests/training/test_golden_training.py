@@ -66,10 +66,15 @@ def trained(ranks):
         losses.append(loss.item())
         rates.append(optimizers.learning_rate)
     final = {interop.reference_name(name): parameter.detach().cpu().numpy() for name, parameter in optimizers.dense_parameters.items()}
-    tables = {interop.reference_name(name): table_shard(model, name).cpu().numpy() for name, _ in plain.named_parameters() if "embeddings." in name}
+    tables = {
+        interop.reference_name(name): table_shard(model, name).cpu().numpy()
+        for name, _ in plain.named_parameters()
+        if "embeddings." in name
+    }
     states = model.fused_optimizer.state_dict()["state"]
     accumulators = {
-        interop.reference_name(name): next(iter(state.values())).local_shards()[0].tensor.cpu().numpy().ravel() for name, state in states.items()
+        interop.reference_name(name): next(iter(state.values())).local_shards()[0].tensor.cpu().numpy().ravel()
+        for name, state in states.items()
     }
     return step, run, losses, norms, rates, final, tables, accumulators
 

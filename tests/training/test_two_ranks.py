@@ -19,7 +19,9 @@ BINDINGS = (
 
 def train_on(ranks: int, store_path, folder) -> tuple[list[dict], list[dict]]:
     bindings = [*BINDINGS, f"BATCH_SIZE = {16 // ranks}", f"TrainConfig.results_dir = '{folder}'", f"RUN_NAME = 'ranks{ranks}'"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else [sys.executable]
+    command = (
+        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"] if ranks > 1 else [sys.executable]
+    )
     command += [str(REPOSITORY / "train.py"), "--gin_file", str(SMOKE)]
     for binding in bindings:
         command += ["--gin", binding]

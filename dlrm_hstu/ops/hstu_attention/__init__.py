@@ -31,7 +31,9 @@ def hstu_attention(
     or shapes that do not fit. Formula: Zhai et al., "Actions Speak Louder than Words", 2024, with masks as in docs/model.md.
     """
     if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
-        raise ValueError(f"hstu_attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: tokens, heads and q/k width must agree")
+        raise ValueError(
+            f"hstu_attention: q {tuple(q.shape)}, k {tuple(k.shape)}, v {tuple(v.shape)}: tokens, heads and q/k width must agree"
+        )
     if min_full_attn_seq_len and not max_attn_len:
         raise ValueError(f"hstu_attention: min_full_attn_seq_len={min_full_attn_seq_len} widens a window; set max_attn_len too")
     implementation = pick_backend("hstu_attention", _BACKENDS, backend)
