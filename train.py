@@ -1,32 +1,32 @@
 """Train DLRMv4: flags -> settings -> run -> train -> close. `torchrun train.py ...` for many GPUs, `python train.py ...` for one process.
 
-Exit codes: 0 the target was reached; 2 something the user can fix, said in one line; 3 the data ended below the target.
+Exit codes: 0 the target was reached; 2 something the user can fix, said in one line; 3 the data ended below the target; 1 a fault of ours.
 """
 
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from dlrm_hstu.cli import exit_on_user_error, parse
+from dlrm_hstu.environment import check_environment
 
 TARGET_REACHED, DATA_ENDED = 0, 3
 
 
 def main(arguments: Sequence[str]) -> int:
     """One run; returns the exit code."""
-    with exit_on_user_error():
-        settings = parse(arguments)
-        from dlrm_hstu.environment import check_environment
+    with ExitStack() as stack:
+        with exit_on_user_error():
+            settings = parse(arguments)
+            check_environment()
+            from dlrm_hstu.parallel.process_group import process_group  # torch and the rest, once it is known that they fit together
+            from dlrm_hstu.training.build import Run
 
-        check_environment()
-        from dlrm_hstu.parallel.process_group import process_group
-        from dlrm_hstu.training.build import Run
-
-        with process_group(settings.train.device) as ranks:
+            ranks = stack.enter_context(process_group(settings.train.device))
             run = Run(settings, ranks)
-            try:
-                reached = run.train()
-            finally:
-                run.close()
+            stack.callback(run.close)
+            run.start_clock()
+        reached = run.train()
     return TARGET_REACHED if reached else DATA_ENDED
 
 

@@ -61,10 +61,13 @@ class Run:
             telemetry=self.telemetry,
         )
 
-    def train(self) -> bool:
-        """Start the clock and train; returns whether the target was reached."""
-        dist.barrier()  # the clock starts when the slowest rank is ready
+    def start_clock(self) -> None:
+        """End of set-up. Raises ValueError if it took longer than the MLPerf rules allow."""
+        dist.barrier()  # the slowest rank is ready
         self.log.init_stop_run_start()
+
+    def train(self) -> bool:
+        """Train; returns whether the target was reached."""
         reached = self.trainer.train()
         target = self.facts.auc_threshold
         self.telemetry.say(f"target AUC {target:g} reached" if reached else f"the data ended before AUC {target:g} was reached")
