@@ -7,8 +7,8 @@ import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from dlrm_hstu.cli import exit_on_user_error, parse
-from dlrm_hstu.environment import check_environment
+from data.cli import exit_on_user_error
+from dlrm_hstu.environment import check_operators, check_packages
 
 TARGET_REACHED, DATA_ENDED = 0, 3
 
@@ -17,9 +17,12 @@ def main(arguments: Sequence[str]) -> int:
     """One run; returns the exit code."""
     with ExitStack() as stack:
         with exit_on_user_error():
+            check_packages()  # before anything that is not of the standard library is imported
+            from dlrm_hstu.cli import parse
+
             settings = parse(arguments)
-            check_environment()
-            from dlrm_hstu.parallel.process_group import process_group  # torch and the rest, once it is known that they fit together
+            check_operators()
+            from dlrm_hstu.parallel.process_group import process_group
             from dlrm_hstu.training.build import Run
 
             ranks = stack.enter_context(process_group(settings.train.device))

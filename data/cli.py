@@ -1,9 +1,10 @@
-"""Command lines of the data tools: one line on a user's error, exit status 2."""
+"""Command lines: one line on a user's error, exit status 2."""
 
 import argparse
+import contextlib
 import difflib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 
 class Parser(argparse.ArgumentParser):
@@ -26,10 +27,20 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: error: {message}\n")
 
 
-def run_command(command: Callable[[], int | None], failure_status: int = 2) -> int:
-    """The exit status of `command`; ValueError and OSError become one line on stderr and `failure_status`."""
+@contextlib.contextmanager
+def exit_on_user_error(status: int = 2) -> Iterator[None]:
+    """Turn ValueError and OSError into one line on stderr and SystemExit(status)."""
     try:
-        return command() or 0
+        yield
     except (ValueError, OSError) as error:
         print("error: " + " ".join(str(error).split()), file=sys.stderr)
-        return failure_status
+        raise SystemExit(status) from None
+
+
+def run_command(command: Callable[[], int | None], failure_status: int = 2) -> int:
+    """The exit status of `command`, `failure_status` on a user's error."""
+    try:
+        with exit_on_user_error(failure_status):
+            return command() or 0
+    except SystemExit as exit:
+        return exit.code

@@ -4,7 +4,6 @@ Command line beats environment beats gin files beats defaults; a later gin file 
 """
 
 import argparse
-import contextlib
 import os
 import re
 import sys
@@ -78,16 +77,6 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> 
         print(settings.config_text, end="")
         raise SystemExit(0)
     return settings
-
-
-@contextlib.contextmanager
-def exit_on_user_error():
-    """Turn a ValueError into one line on stderr and exit code 2."""
-    try:
-        yield
-    except ValueError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
 
 
 class _Parser(argparse.ArgumentParser):

@@ -25,14 +25,12 @@ REQUIRED = (
 FIX = "install a lock from requirements/ with pip install --no-deps -r"
 
 
-def check_environment() -> None:
-    """Raise ValueError, one line, unless the packages that training needs are installed, of one generation, and fbgemm's operators load.
+def check_packages() -> None:
+    """Raise ValueError, one line, unless the packages that training needs are installed and of one generation.
 
-    triton, matplotlib and tensorboard are not asked for: training on a CPU does without them. Imports torch, but not before the
-    versions are known to fit.
+    Reads their metadata and imports none. triton, matplotlib and tensorboard are not asked for: training on a CPU does without them.
     """
     check_versions({name: installed_version(name) for name in (*REQUIRED, *FBGEMM_BUILDS)})
-    check_operators()
 
 
 def installed_version(distribution: str) -> str | None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import gin
 import pytest
 
+from data.cli import exit_on_user_error
 from dlrm_hstu import bindings, cli
 from dlrm_hstu.config import ModelConfig, TrainConfig
 from dlrm_hstu.knobs import KNOBS, MODULES
@@ -349,7 +350,14 @@ def test_crosses_scale_with_the_users_and_the_header_tells_the_total(name, divis
 
 
 # As a user runs it.
-PROGRAM = "import sys; from dlrm_hstu import cli\nwith cli.exit_on_user_error():\n    cli.parse(sys.argv[1:])\nprint('parsed')"
+PROGRAM = """
+import sys
+from data.cli import exit_on_user_error
+from dlrm_hstu import cli
+with exit_on_user_error():
+    cli.parse(sys.argv[1:])
+print('parsed')
+"""
 
 
 def run(*argv):
@@ -364,10 +372,10 @@ def test_user_error_is_one_line_and_exit_code_2():
 
 
 def test_exit_on_user_error_folds_lines_and_lets_other_errors_through(capsys):
-    with pytest.raises(SystemExit) as caught, cli.exit_on_user_error():
+    with pytest.raises(SystemExit) as caught, exit_on_user_error():
         raise ValueError("one\n  two")
     assert caught.value.code == 2 and capsys.readouterr().err == "error: one two\n"
-    with pytest.raises(KeyError), cli.exit_on_user_error():
+    with pytest.raises(KeyError), exit_on_user_error():
         raise KeyError("a bug")
 
 

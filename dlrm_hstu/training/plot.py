@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from dlrm_hstu.cli import exit_on_user_error
+from data.cli import exit_on_user_error
 from dlrm_hstu.config import EvalConfig
 
 _LOSS, _AUC, _INK, _MUTED = "#9aa5b1", "#1f6feb", "#24292f", "#6e7781"
@@ -43,6 +43,7 @@ def plot_convergence(folder: Path, target: float) -> Path:
     bottom.plot([row["samples"] for row in train], [row["loss"] for row in train], color=_LOSS, linewidth=1.2)
     bottom.set_ylabel("training loss")
     bottom.set_xlabel("training samples")
+    bottom.set_xlim(left=0)
     bottom.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     for axes in (top, bottom):
         axes.spines[["top", "right"]].set_visible(False)
