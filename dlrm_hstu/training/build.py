@@ -1,5 +1,6 @@
 """Settings -> a run that is ready to train."""
 
+import math
 import os
 import platform
 from dataclasses import asdict
@@ -134,7 +135,9 @@ def run_facts(
     settings: Settings, optimizers: Optimizers, ranks: Ranks, seed: int, cadence: Cadence, train_samples: int, eval_samples: int
 ) -> RunFacts:
     """What the MLPerf log says of the run, from the objects that will run."""
-    dense, (sparse_name, sparse_lr) = optimizers.dense.param_groups[0], optimizers.sparse_name_and_rate()
+    dense, (sparse_name, kernel_rate) = optimizers.dense.param_groups[0], optimizers.sparse_name_and_rate()
+    sparse_lr = optimizers.config.sparse_lr  # the kernels hold it in fp32, and the rules compare it with Adam's, digit by digit
+    assert math.isclose(kernel_rate, sparse_lr, rel_tol=1e-6), (kernel_rate, sparse_lr)
     precision = {"float32": "fp32", "bfloat16": "bfloat16"}[settings.model.dtype]
     global_batch = settings.train.batch_size * ranks.world_size
     accelerator = torch.cuda.get_device_name() if ranks.device.type == "cuda" else platform.machine() + " CPU"

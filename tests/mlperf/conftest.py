@@ -1,11 +1,7 @@
-"""The facts of a plausible run on eight ranks at the closed division's own constants, and the official checker."""
-
-import logging
+"""The facts of a plausible run on eight ranks at the closed division's own constants."""
 
 import pytest
-from mlperf_logging.compliance_checker import mlp_compliance
 
-from dlrm_hstu.mlperf import rules
 from dlrm_hstu.mlperf.facts import RunFacts
 
 
@@ -44,21 +40,3 @@ def facts() -> RunFacts:
         eval_interval_samples=2_293_760,
         first_eval_samples=57_344_000,
     )
-
-
-@pytest.fixture
-def complaints(caplog):
-    """A function: what the official checker, warnings included, has against a log; "" if it passes."""
-
-    def check(path) -> str:
-        caplog.clear()
-        mlp_compliance.enqueued_configs.clear()  # a module-level queue, left over after a crash
-        checker = mlp_compliance.make_checker(rules.USAGE, rules.RULESET, quiet=False, werror=True)
-        with caplog.at_level(logging.WARNING):
-            passed, *_ = mlp_compliance.main(str(path), f"{rules.USAGE}_{rules.RULESET}/common.yaml", checker)
-        assert checker.warnings == {}
-        text = "\n".join(record.getMessage() for record in caplog.records)
-        assert passed == (text == "")
-        return text
-
-    return check

@@ -7,6 +7,7 @@ from data.history import HistoryConfig
 from data.index import AnchorIndex, IndexConfig
 from data.loader import StreamConfig
 from data.store import EventStore
+from tests.official_checker import objected_keys
 
 UNREACHABLE = "AUC_THRESHOLD = 1.0"
 WHOLE_WINDOWS = "NUM_TRAIN_BATCHES = 0"
@@ -39,6 +40,20 @@ def test_samples_count_is_steps_times_global_batch(run_train):
     assert counts == [step * 16 for step in steps]
     assert all(isinstance(count, int) for count in counts)
     assert of(run.records, "block_start")[0]["metadata"]["samples_count"] == 0
+
+
+def test_the_official_checker_objects_to_nothing_but_the_scale(run_train):
+    closed = (
+        "MLPerfConfig.division = 'closed'",
+        "DENSE_LR = 0.0",
+        "SPARSE_LR = 0.0",
+        "LR_WARMUP_STEPS = 24000",
+        "EVAL_EVERY_DATA_PCT = 0.001",
+    )
+    run = run_train("AUC_THRESHOLD = 0.0", *closed)
+    assert run.code == 0
+    scale = {"train_samples", "eval_samples", "max_sequence_length", "eval_accuracy"}
+    assert objected_keys(run.folder / "mlperf.log") == scale
 
 
 def test_data_that_ends_below_the_target(run_train):

@@ -1,27 +1,14 @@
-"""What a short demo must have left: `.venv/bin/python .ci/check_demo.py runs/demo`. The official checker reads the MLPerf log."""
+"""What a short demo must have left: `python -m tests.check_demo runs/demo`. The official checker reads the MLPerf log."""
 
 import json
-import logging
-import re
 import sys
 from pathlib import Path
 
-from mlperf_logging.compliance_checker import mlp_compliance
+from dlrm_hstu.mlperf.rules import TARGET_AUC
+from tests.official_checker import objected_keys
 
 # The open division's rules still ask for the benchmark's own data and for learning rates near its reference.
 NOT_THE_BENCHMARK = {"train_samples", "eval_samples", "opt_base_learning_rate", "opt_sparse_base_learning_rate"}
-
-
-def complaints(log: Path) -> set[str]:
-    """The keys of an MLPerf log that the official checker objects to."""
-    messages = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())
-    logging.getLogger().addHandler(handler)
-    passed, *_ = mlp_compliance.main(str(log), "training_6.1.0/common.yaml", mlp_compliance.make_checker("training", "6.1.0", False, False))
-    keys = set(re.findall(r"CHECK for '(\w+)' failed", "\n".join(messages)))
-    assert passed or keys, messages
-    return keys
 
 
 def main(run: Path) -> None:
@@ -32,7 +19,8 @@ def main(run: Path) -> None:
     assert logged["run_stop"]["metadata"]["status"] == "success"
     assert logged["eval_accuracy"]["value"] == evals[-1]["auc"]
     assert any(row["kind"] == "train" for row in rows)
-    assert complaints(run / "mlperf.log") == NOT_THE_BENCHMARK
+    short_of_target = {"eval_accuracy"} if evals[-1]["auc"] < TARGET_AUC else set()  # a short demo stops earlier
+    assert objected_keys(run / "mlperf.log") == NOT_THE_BENCHMARK | short_of_target
     assert list((run / "tensorboard").glob("events.out.tfevents.*"))
     assert (run / "convergence.png").read_bytes().startswith(b"\x89PNG")
     assert "AUC_THRESHOLD" in (run / "config.gin").read_text()
