@@ -1,6 +1,7 @@
 """Train DLRMv4: flags -> settings -> run -> train -> close. `torchrun train.py ...` for many GPUs, `python train.py ...` for one process.
 
-Exit codes: 0 the target was reached; 2 something the user can fix, said in one line; 3 the data ended below the target; 1 a fault of ours.
+Exit codes: 0 the target was reached (or evaluation is off); 2 something the user can fix, said in one line; 3 the data ended below the
+target; 130 interrupted; 1 a fault of ours. torchrun answers any code but 0 with its own report and code 1.
 """
 
 import sys
@@ -10,7 +11,7 @@ from contextlib import ExitStack
 from data.cli import exit_on_user_error
 from dlrm_hstu.environment import check_operators, check_packages
 
-TARGET_REACHED, DATA_ENDED = 0, 3
+TARGET_REACHED, DATA_ENDED, INTERRUPTED = 0, 3, 130
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -34,4 +35,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)

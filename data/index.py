@@ -88,7 +88,7 @@ class AnchorIndex:
 
         Raises ValueError where the index is damaged or of another store, or cannot be written.
         """
-        folder = store.path / "index" / f"min_history{config.min_history}_window{config.window_seconds}"
+        folder = cls.folder(store, config)
         if not folder.exists():
             try:
                 with staged_folder(folder, replace=False) as stage:
@@ -102,6 +102,11 @@ class AnchorIndex:
         require(manifest["store"] == store.fingerprint, f"{folder}: made from another store; delete it, it is then built again")
         arrays = open_arrays(folder, manifest)
         return cls(store, config, arrays["positions"], np.asarray(arrays["window_offsets"]), manifest["t_min"], manifest["t_max"])
+
+    @staticmethod
+    def folder(store: EventStore, config: IndexConfig) -> Path:
+        """Where the store's index for these settings is, or will be."""
+        return store.path / "index" / f"min_history{config.min_history}_window{config.window_seconds}"
 
     def __reduce__(self):
         return AnchorIndex.open, (self.store, self.config)

@@ -159,8 +159,11 @@ class BatchLoader:
         require(0 <= rank < world_size, f"rank={rank}: must be in [0, world_size={world_size})")
         require(max_batches_per_window >= 0, f"max_batches_per_window={max_batches_per_window}: must not be negative")
         self._tasks = _Tasks(dataset, order, batch_size, rank, world_size)
-        batches = {window: -(-order.count(window) // (batch_size * world_size)) for window in order.windows}
-        self.batches = {window: min(count, max_batches_per_window or count) for window, count in batches.items()}
+        counts, global_batch = {window: order.count(window) for window in order.windows}, batch_size * world_size
+        whole = {window: -(-count // global_batch) for window, count in counts.items()}
+        self.batches = {window: min(batches, max_batches_per_window or batches) for window, batches in whole.items()}
+        # Samples of all windows on all ranks, without padding and whatever `start`.
+        self.samples = sum(min(counts[window], batches * global_batch) for window, batches in self.batches.items())
         self._start = self.state = self._check_start(start)
         self._todo = [
             (window, batch) for window in order.windows for batch in range(self.batches[window]) if (window, batch) >= self._start
@@ -169,13 +172,6 @@ class BatchLoader:
         if num_workers > 0:
             settings = {"num_workers": num_workers, "prefetch_factor": prefetch_factor, "persistent_workers": True}
             self._loader = DataLoader(self._tasks, batch_size=None, sampler=self._todo, collate_fn=_as_it_is, **settings)
-
-    @property
-    def samples(self) -> int:
-        """Samples of all windows on all ranks, without padding and whatever `start`."""
-        order, tasks = self._tasks.order, self._tasks
-        most = tasks.batch_size * tasks.world_size
-        return sum(min(order.count(window), batches * most) for window, batches in self.batches.items())
 
     def __len__(self) -> int:
         """Batches from `start` to the end."""
@@ -235,10 +231,14 @@ def train_batches(
     world_size: int = 1,
     start: tuple[int, int] | None = None,
     max_batches_per_window: int = 0,
+    plan: StreamPlan | None = None,
 ) -> BatchLoader:
-    """The training batches of a stream. Raises ValueError where the stream does not fit the index or the index the dataset."""
+    """The training batches of a stream. plan: `stream.resolve(index)`, if it is at hand.
+
+    Raises ValueError where the stream does not fit the index or the index the dataset.
+    """
     _check_index(dataset, index)
-    order = TrainOrder(index, stream, stream.resolve(index))
+    order = TrainOrder(index, stream, plan or stream.resolve(index))
     workers = {"num_workers": stream.num_workers, "prefetch_factor": stream.prefetch_factor}
     return BatchLoader(dataset, order, batch_size, rank, world_size, start, max_batches_per_window, **workers)
 
@@ -251,10 +251,11 @@ def eval_batches(
     rank: int = 0,
     world_size: int = 1,
     max_batches: int = 0,
+    plan: StreamPlan | None = None,
 ) -> BatchLoader:
-    """The holdout's batches, all of it unless `max_batches` is positive. Raises ValueError as `train_batches` does."""
+    """The holdout's batches, all of it unless `max_batches` is positive. plan and errors as for `train_batches`."""
     _check_index(dataset, index)
-    order = HoldoutOrder(index, stream, stream.resolve(index))
+    order = HoldoutOrder(index, stream, plan or stream.resolve(index))
     workers = {"num_workers": stream.num_workers, "prefetch_factor": stream.prefetch_factor}
     return BatchLoader(dataset, order, batch_size, rank, world_size, None, max_batches, **workers)
 

@@ -115,6 +115,8 @@ def prepare(
         log(f"{path}: {events.num_rows:,} rows, {num_events:,} kept for training, {dropped:,} outside the train interval {interval} s")
         log(f"{len(users):,} users; {facts['duplicates']:,} exact copies of another row, kept")
         log(f"{anchors.num_anchors:,} anchors in {anchors.num_windows} windows (min_history {index.min_history}, {index.window_seconds} s)")
+        if anchors.num_anchors == 0:
+            log(f"nothing to train on: {anchors.describe()}; prepare with a smaller --min_history")
     log(f"{out}: ready")
     return EventStore.open(out)
 

@@ -9,34 +9,8 @@ from dataclasses import dataclass, field
 import gin
 
 from data.checks import check_fields, require
-
-CONTEXTUAL_FEATURES = (
-    "uid",
-    "user_x_artist",
-    "user_x_album",
-    "user_x_hour",
-    "item_x_hour",
-    "artist_x_hour",
-    "user_x_is_organic",
-    "user_x_artist_x_hour",
-)
-
-
-def yambda_5b_table_rows() -> dict[str, int]:
-    """Rows of each embedding table: 293,051,712 in all."""
-    return {
-        "item_id": 9_390_624,
-        "artist_id": 1_293_395,
-        "album_id": 3_367_692,
-        "uid": 1_000_001,
-        "user_x_artist": 100_000_000,
-        "user_x_album": 40_000_000,
-        "user_x_hour": 24_000_000,
-        "item_x_hour": 40_000_000,
-        "artist_x_hour": 32_000_000,
-        "user_x_is_organic": 2_000_000,
-        "user_x_artist_x_hour": 40_000_000,
-    }
+from data.features import CONTEXTUAL_FEATURES, DEFAULT_TABLE_ROWS
+from dlrm_hstu.mlperf.facts import STATUSES, check_words
 
 
 @gin.configurable
@@ -59,6 +33,8 @@ class ModelConfig:
         (a sample's score then does not depend on its batch).
     dtype: "float32" or "bfloat16", of the transducer; item tower, head and loss are fp32 always.
     loss_weight: factor on the task's binary cross-entropy.
+    kernels: "auto" (the kernels on a GPU, plain PyTorch elsewhere), "triton" or "reference".
+    recompute: what a layer's backward makes again instead of keeping it from the forward: "none", or "uvqk" to save 4 KiB a token (bf16).
     """
 
     table_dim: int = 512
@@ -71,7 +47,7 @@ class ModelConfig:
     max_seq_len: int = 4096
     input_dropout: float = 0.2
     layer_dropout: float = 0.1
-    table_rows: dict[str, int] = field(default_factory=yambda_5b_table_rows)
+    table_rows: dict[str, int] = field(default_factory=DEFAULT_TABLE_ROWS.copy)
     contextual_features: tuple[str, ...] = CONTEXTUAL_FEATURES
     item_hidden_dim: int = 512
     head_hidden_dim: int = 512
@@ -81,6 +57,8 @@ class ModelConfig:
     attention_scale: str = "batch_max"
     dtype: str = "float32"
     loss_weight: float = 0.2
+    kernels: str = "auto"
+    recompute: str = "none"
 
     def __post_init__(self):
         check_fields(self)
@@ -92,7 +70,12 @@ class ModelConfig:
         for name in ("input_dropout", "layer_dropout"):
             require(0 <= getattr(self, name) < 1, f"ModelConfig.{name}={getattr(self, name)}: must be in [0, 1)")
         require(self.table_dim % 4 == 0, f"ModelConfig.table_dim={self.table_dim}: the lookup kernels need a multiple of 4")
-        for choice, allowed in (("attention_scale", ("batch_max", "max_seq_len")), ("dtype", ("float32", "bfloat16"))):
+        for choice, allowed in (
+            ("attention_scale", ("batch_max", "max_seq_len")),
+            ("dtype", ("float32", "bfloat16")),
+            ("kernels", ("auto", "triton", "reference")),
+            ("recompute", ("none", "uvqk")),
+        ):
             value = getattr(self, choice)
             require(value in allowed, f"ModelConfig.{choice}={value!r}: must be one of {', '.join(allowed)}")
         for table in ("item_id", "artist_id", "album_id", *self.contextual_features):
@@ -196,7 +179,11 @@ class TrainConfig:
             require(getattr(self, name) > 0, f"TrainConfig.{name}={getattr(self, name)}: must be positive")
         require(self.num_train_batches >= 0, f"TrainConfig.num_train_batches={self.num_train_batches}: must not be negative")
         require(self.device in ("auto", "cpu", "cuda"), f"TrainConfig.device={self.device!r}: must be one of auto, cpu, cuda")
-        require(self.run_name != "", "TrainConfig.run_name='': must not be empty")
+        require(
+            self.run_name not in ("", ".", "..") and "/" not in self.run_name,
+            f"TrainConfig.run_name={self.run_name!r}: must name a folder of results_dir; set TrainConfig.results_dir for another place",
+        )
+        require(self.seed < 2**63, f"TrainConfig.seed={self.seed}: must be below 2^63")
 
 
 @gin.configurable
@@ -221,7 +208,10 @@ class MLPerfConfig:
     def __post_init__(self):
         check_fields(self)
         require(self.division in ("closed", "open"), f"MLPerfConfig.division={self.division!r}: must be closed or open, in lower case")
-        require(self.organization != "", "MLPerfConfig.organization='': must not be empty")
+        require(self.status in STATUSES, f"MLPerfConfig.status={self.status!r}: must be one of {', '.join(STATUSES)}")
+        check_words("MLPerfConfig.organization", self.organization)
+        for name in ("platform", "config_filename"):
+            check_words(f"MLPerfConfig.{name}", getattr(self, name) or "default")
         require(
             self.train_loss_log_frequency >= 0,
             f"MLPerfConfig.train_loss_log_frequency={self.train_loss_log_frequency}: must not be negative",

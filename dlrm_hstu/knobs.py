@@ -182,7 +182,10 @@ def knobs_from_environment(environment: Mapping[str, str]) -> dict[str, object]:
 
 
 def check_foreign_knobs(environment: Mapping[str, str]) -> list[str]:
-    """Warnings about variables without effect here, one line each. Raises ValueError on one whose wish cannot be granted."""
+    """Warnings about variables without effect here, one line each.
+
+    Raises ValueError on one whose wish cannot be granted, and on a name that is very nearly a knob's.
+    """
     warnings = []
     for knob in FOREIGN_KNOBS.values():
         text = environment.get(knob.name, "").strip()
@@ -191,16 +194,12 @@ def check_foreign_knobs(environment: Mapping[str, str]) -> list[str]:
         if knob.refused:
             raise ValueError(f"environment variable {knob.name}={text!r} is not supported: {knob.reason}")
         warnings.append(f"environment variable {knob.name}={text!r} has no effect: {knob.reason}")
-    return warnings + _misspelt(environment)
-
-
-def _misspelt(environment: Mapping[str, str]) -> list[str]:
-    """Warnings about names that are very nearly a knob's. No error: they may belong to another program."""
-    warnings = []
     for name in sorted(environment.keys() - KNOBS.keys() - FOREIGN_KNOBS.keys()):
         like = difflib.get_close_matches(name, KNOBS, n=1, cutoff=0.9)
         if like:
-            warnings.append(f"environment variable {name} has no effect: it is no knob; did you mean {like[0]}?")
+            raise ValueError(
+                f"environment variable {name}={environment[name]!r}: is no knob; did you mean {like[0]}? If not, unset it here"
+            )
     return warnings
 
 

@@ -23,7 +23,7 @@ rm -rf "$run"
 # Small tensors: a second thread gains nothing (0.26 s a step either way) and on busy cores costs ten times that.
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 status=0
-DLRM_DATA_PATH=$store .venv/bin/python train.py --gin_file configs/demo.gin "${overrides[@]}" "$@" || status=$?
+DLRM_DATA_PATH=$store .venv/bin/python train.py --gin_file configs/demo.gin "${overrides[@]}" "$@" --gin "RUN_NAME = 'demo'" || status=$?
 [ $status = 0 ] || [ $status = 3 ] || exit $status # 3: the data ended below the target, which is worth a plot
 .venv/bin/python -m dlrm_hstu.training.plot "$run" >/dev/null
 

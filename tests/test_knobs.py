@@ -89,9 +89,12 @@ def test_knobs_whose_loss_would_change_a_run_are_refused(name):
     assert FOREIGN_KNOBS[name].refused
 
 
-def test_near_miss_of_a_knob_is_warned_of_and_other_variables_are_not():
-    environment = {"BATCHSIZE": "64", "PATH": "/bin", "SEEDS": "1", "BATCH_SIZE": "64", "MLPERF_LOG_DIR": "x"}
-    assert check_foreign_knobs(environment) == ["environment variable BATCHSIZE has no effect: it is no knob; did you mean BATCH_SIZE?"]
+@pytest.mark.parametrize("name, like", [("BATCHSIZE", "BATCH_SIZE"), ("LR_WARUP_STEPS", "LR_WARMUP_STEPS")])
+def test_near_miss_of_a_knob_is_an_error_and_other_variables_are_not(name, like):
+    others = {"PATH": "/bin", "SEEDS": "1", "BATCH_SIZE": "64", "MLPERF_LOG_DIR": "x"}
+    assert check_foreign_knobs(others) == []
+    with pytest.raises(ValueError, match=f"{name}='64'.*did you mean {like}"):
+        check_foreign_knobs(others | {name: "64"})
 
 
 def test_tables_in_the_docs_are_the_registry():

@@ -9,6 +9,8 @@ from dlrm_hstu.mlperf import rules
 # The official tools search whole lines for these words: in a value they would be taken for a record of that name.
 RESERVED_WORDS = (":::MLLOG", "global_batch_size", "submission_benchmark", "eval_accuracy", "eval_error")
 
+STATUSES = ("onprem", "cloud", "research")
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunFacts:
@@ -79,7 +81,7 @@ class RunFacts:
             if f.name.startswith("lowest_numerical_precision"):
                 allowed = ", ".join(rules.PRECISIONS)
                 require(value in rules.PRECISIONS, f"{f.name}={value!r}: the MLPerf rules know {allowed}")
-        for name, allowed in (("submission_division", ("closed", "open")), ("submission_status", ("onprem", "cloud", "research"))):
+        for name, allowed in (("submission_division", ("closed", "open")), ("submission_status", STATUSES)):
             require(getattr(self, name) in allowed, f"{name}={getattr(self, name)!r}: must be one of {', '.join(allowed)}")
         require(self.auc_threshold <= 1, f"auc_threshold={self.auc_threshold}: must be in [0, 1]")
         rank_batch = self.gradient_accumulation_steps * self.micro_batch_size

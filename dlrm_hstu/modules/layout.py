@@ -15,7 +15,8 @@ from dlrm_hstu.batch import Batch
 class SequenceLayout:
     """offsets: int64 [B + 1]. sample, position: int64 [T], sequence a token belongs to and its place there. history_end: int64 [B], length
     without candidates. num_targets: int64 [B]. age: int64 [T], seconds to the sequence's last token. candidate_rows: int64 [S].
-    source: int64 [T], row of the token in [contextual, sample-major | distinct events | candidates]. max_length: host number.
+    source: int64 [T], row of the token in [contextual, sample-major | distinct events | candidates].
+    max_length, max_num_targets: host numbers.
     """
 
     offsets: Tensor
@@ -27,6 +28,7 @@ class SequenceLayout:
     candidate_rows: Tensor
     source: Tensor
     max_length: int
+    max_num_targets: int
 
 
 def sequence_layout(batch: Batch, num_contextual: int) -> SequenceLayout:
@@ -67,6 +69,7 @@ def sequence_layout(batch: Batch, num_contextual: int) -> SequenceLayout:
         candidate_rows=candidate_rows,
         source=source,
         max_length=batch.max_history_length + batch.max_num_candidates + num_contextual,
+        max_num_targets=batch.max_num_candidates,
     )
 
 

@@ -51,5 +51,5 @@ def gather_rows(local: torch.Tensor, world_size: int) -> torch.Tensor:
     if world_size == 1:
         return local
     gathered = local.new_empty(world_size * local.shape[0], *local.shape[1:])
-    dist.all_gather_into_tensor(gathered, local.contiguous())
+    dist.all_gather(list(gathered.chunk(world_size)), local.contiguous())
     return gathered

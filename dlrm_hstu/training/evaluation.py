@@ -13,11 +13,13 @@ from dlrm_hstu.parallel.process_group import Ranks, gather_rows
 
 @dataclass(frozen=True)
 class EvalResult:
-    """auc: exact, ties half; NaN when one class is absent. normalized_entropy: likewise. loss: mean. samples: scored, without padding."""
+    """auc: exact, ties half; NaN when one class is absent. normalized_entropy: likewise. log_loss: mean binary cross-entropy, nats.
+    samples: scored, without padding.
+    """
 
     auc: float
     normalized_entropy: float
-    loss: float
+    log_loss: float
     samples: int
 
     def reaches(self, target: float) -> bool:
@@ -39,7 +41,6 @@ def evaluate(model: nn.Module, batches: Iterable[Batch], ranks: Ranks) -> EvalRe
         raise ValueError("the holdout has no samples; choose another StreamConfig.holdout_window")
     scored = gather_rows(torch.cat(scored), ranks.world_size).cpu()
     predictions, labels, weights = scored[scored[:, 2] > 0].unbind(dim=1)
-    losses = nn.functional.binary_cross_entropy(predictions.double(), labels.double(), reduction="mean")
-    return EvalResult(
-        auc=auc(predictions, labels), normalized_entropy=normalized_entropy(predictions, labels), loss=losses.item(), samples=len(labels)
-    )
+    area = auc(predictions, labels)  # first: it names predictions that are not finite
+    log_loss = nn.functional.binary_cross_entropy(predictions.double(), labels.double()).item()
+    return EvalResult(area, normalized_entropy(predictions, labels), log_loss, len(labels))

@@ -105,7 +105,8 @@ class Trainer:
             samples=self.samples,
             auc=result.auc,
             normalized_entropy=result.normalized_entropy,
-            loss=result.loss,
+            log_loss=result.log_loss,
+            target=self.target,
             eval_samples=result.samples,
             eval_s=time.perf_counter() - start,
         )

@@ -5,7 +5,6 @@ import json
 from pathlib import Path
 
 from data.cli import exit_on_user_error
-from dlrm_hstu.config import EvalConfig
 
 _LOSS, _AUC, _INK, _MUTED = "#9aa5b1", "#1f6feb", "#24292f", "#6e7781"
 
@@ -17,19 +16,20 @@ def read_metrics(folder: Path) -> tuple[list[dict], list[dict]]:
         raise ValueError(f"{path}: no such file; name a folder that train.py has written")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     train, evals = ([row for row in rows if row["kind"] == kind] for kind in ("train", "eval"))
-    if not evals:
-        raise ValueError(f"{path}: holds no evaluation yet; train until the first one")
+    if not any(row["auc"] is not None for row in evals):
+        raise ValueError(f"{path}: holds no evaluation with a defined AUC; train until the first one, on a holdout of both classes")
     return train, evals
 
 
-def plot_convergence(folder: Path, target: float) -> Path:
-    """Draw AUC and training loss against samples, with the target; returns the picture's path."""
+def plot_convergence(folder: Path) -> Path:
+    """Draw AUC and training loss against samples, with the run's target; returns the picture's path."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
     train, evals = read_metrics(folder)
+    target = evals[-1]["target"]
     figure, (top, bottom) = plt.subplots(2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained")
     samples, aucs = zip(*((row["samples"], row["auc"]) for row in evals if row["auc"] is not None), strict=True)
     top.axhline(target, color=_MUTED, linestyle="--", linewidth=1)
@@ -59,10 +59,9 @@ def plot_convergence(folder: Path, target: float) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--target", type=float, default=EvalConfig().auc_threshold, help="AUC of the dashed line")
     arguments = parser.parse_args()
     with exit_on_user_error():
-        print(plot_convergence(arguments.folder, arguments.target))
+        print(plot_convergence(arguments.folder))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ class Telemetry:
     """Reports of one run, on rank 0; other ranks are silent.
 
     Rows of metrics.jsonl have a "kind": "train" (every report: step, samples, window, loss, learning_rate, step_ms, samples_per_s,
-    data_wait_ms, eta_s) or "eval" (step, samples, auc, normalized_entropy, loss, eval_samples, eval_s).
+    data_wait_ms, eta_s; loss is the training loss, a fifth of the cross-entropy) or "eval" (step, samples, auc, target,
+    normalized_entropy, log_loss in nats, eval_samples, eval_s).
     """
 
     def __init__(self, folder: Path, rank: int, tensorboard: bool):

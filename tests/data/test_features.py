@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from data.features import CONTEXTUAL_FEATURES, DEFAULT_TABLE_ROWS, contextual_ids, hour_of_day, xxh64
+from data.features import DEFAULT_TABLE_ROWS, contextual_ids, hour_of_day, xxh64
 from data.history import HistoryConfig
 from data.loader import YambdaDataset
 
@@ -32,7 +32,7 @@ def test_hour_of_day():
 def test_defaults_are_the_models():
     from dlrm_hstu import config
 
-    assert DEFAULT_TABLE_ROWS == config.yambda_5b_table_rows() and CONTEXTUAL_FEATURES == config.CONTEXTUAL_FEATURES
+    assert config.ModelConfig().table_rows == DEFAULT_TABLE_ROWS and sum(DEFAULT_TABLE_ROWS.values()) == 293_051_712
 
 
 @pytest.mark.parametrize("table", ["item_id", "artist_id", "album_id", "uid"])

@@ -5,6 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from data.history import HistoryConfig
+from data.index import IndexConfig
+from data.loader import StreamConfig
 from dlrm_hstu.config import EvalConfig, ModelConfig, OptimizerConfig
 from dlrm_hstu.mlperf import rules
 from dlrm_hstu.training.schedule import eval_interval_steps, first_eval_samples
@@ -14,7 +17,8 @@ DOCS = Path(__file__).parents[2] / "docs" / "mlperf.md"
 
 @pytest.fixture
 def values(facts):
-    return {**asdict(ModelConfig()), **asdict(facts), "history_length": 4086}
+    parts = (ModelConfig(), facts, HistoryConfig(), IndexConfig(), StreamConfig())
+    return {name: value for part in parts for name, value in asdict(part).items()} | {"seed_was_drawn": True}
 
 
 def test_the_benchmark_itself_does_not_deviate(values):
@@ -28,10 +32,17 @@ def test_each_pinned_number_is_checked(values, name):
     assert name in line and str(values[name]) in line and str(rules.PINNED[name]) in line
 
 
-@pytest.mark.parametrize("name, other", [("opt_name", "adam"), ("opt_sparse_name", "SGD")])
-def test_the_optimizers_names_are_checked(values, name, other):
+@pytest.mark.parametrize(
+    "name, other", [("opt_name", "adam"), ("opt_sparse_name", "SGD"), ("strategy", "last_n"), ("attention_scale", "max_seq_len")]
+)
+def test_each_pinned_name_is_checked(values, name, other):
     (line,) = rules.closed_deviations({**values, name: other})
     assert name in line and other in line
+
+
+def test_a_seed_of_ones_own_is_named(values):
+    (line,) = rules.closed_deviations(values | {"seed_was_drawn": False})
+    assert "SEED" in line
 
 
 def at_batch(values, global_batch, dense, sparse):

@@ -82,6 +82,64 @@ def test_a_log_without_an_evaluation_is_refused_at_the_start(run_train, bindings
     assert "evaluation" in run.err
 
 
+def test_evaluation_can_be_off_without_a_log(run_train):
+    run = run_train("EVAL_EVERY_DATA_PCT = 0.0", "MLPERF_LOGGING = False")
+    assert run.code == 0
+    assert "evaluation was off" in run.out
+    assert {row["kind"] for row in run.rows} == {"train"}
+
+
+def test_the_log_says_what_ran(run_train):
+    run = run_train(
+        "AUC_THRESHOLD = 0.0",
+        "GRAD_CLIP_NORM = 2.0",
+        "OptimizerConfig.beta_1 = 0.8",
+        "OptimizerConfig.weight_decay = 0.5",
+        "ModelConfig.dtype = 'bfloat16'",
+        "NUM_EVAL_BATCHES = 1",
+        "MAX_SEQ_LEN = 30",
+        "EVAL_HOLDOUT_NUM_WINDOWS = 2",
+    )
+    assert run.code == 0
+    values = {record["key"]: record["value"] for record in run.records}
+    expected = {
+        "opt_name": "Adam",
+        "opt_sparse_name": "RowWiseAdagrad",
+        "opt_gradient_clip_norm": 2.0,
+        "opt_adam_beta_1": 0.8,
+        "opt_weight_decay": 0.5,
+        "lowest_numerical_precision_in_linear": "bfloat16",
+        "lowest_numerical_precision_in_attn": "bfloat16",
+        "eval_samples": 16,
+        "global_batch_size": 16,
+        "max_sequence_length": 30,
+        "auc_threshold": 0.0,
+        "eval_set": "holdout windows 2 to 3",
+        "config_filename": "smoke.gin",
+    }
+    assert {key: values[key] for key in expected} == expected
+    assert [row["eval_samples"] for row in run.rows if row["kind"] == "eval"] == [16]
+    assert "holdout windows 2 to 3" in run.out
+
+
+def test_a_folder_with_a_run_is_not_written_to(run_train):
+    first = run_train("AUC_THRESHOLD = 0.0")
+    files = {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()}
+    again = run_train("AUC_THRESHOLD = 0.0", f"RUN_NAME = '{first.folder.name}'")
+    assert again.code == 2
+    assert "RUN_NAME" in again.err
+    assert {path: path.read_bytes() for path in first.folder.rglob("*") if path.is_file()} == files
+
+
+@pytest.mark.parametrize(
+    "binding", ["MLPerfConfig.status = 'x'", "MLPerfConfig.platform = 'eval_accuracy'", "RUN_NAME = '../x'", f"SEED = {2**64}"]
+)
+def test_a_bad_setting_writes_nothing(run_train, binding):
+    run = run_train(binding)
+    assert run.code == 2
+    assert not run.folder.exists()
+
+
 def test_every_sample_of_the_holdout_is_scored_at_every_evaluation(run_train, store_path):
     run = run_train(UNREACHABLE, "NUM_EVAL_BATCHES = 0", "EVAL_EVERY_DATA_PCT = 0.25")
     index = AnchorIndex.open(EventStore.open(store_path), IndexConfig(min_history=10))
@@ -111,7 +169,7 @@ def test_seeds(run_train):
 
 
 def test_equal_seeds_give_equal_runs_and_others_do_not(run_train):
-    losses = [[row["loss"] for row in run_train(UNREACHABLE, f"SEED = {seed}").rows] for seed in (3, 3, 4)]
+    losses = [[row.get("loss") or row["auc"] for row in run_train(UNREACHABLE, f"SEED = {seed}").rows] for seed in (3, 3, 4)]
     assert losses[0] == losses[1]
     assert losses[0] != losses[2]
 

@@ -1,6 +1,7 @@
 """The training step and the evaluation, piece by piece."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -103,10 +104,31 @@ def test_a_gradient_that_is_not_finite_names_its_parameter(trainer):
     assert torch.equal(before, parameter)
 
 
+def test_every_step_draws_its_own_dropout_mask(trainer):
+    unwrap(trainer.model).transducer.input_dropout = 0.5
+    trainer.optimizers.config = OptimizerConfig(dense_lr=0.0, sparse_lr=0.0)
+    losses = [trainer.train_step(batch()).item() for _ in range(3)]
+    assert len(set(losses)) == 3
+
+
+def test_a_clip_norm_of_0_is_off(trainer):
+    def step_size(clip: float) -> float:
+        trainer.optimizers.config = replace(OPTIMIZER, grad_clip_norm=clip)
+        for parameter in trainer.optimizers.dense_parameters.values():
+            parameter.grad = torch.ones_like(parameter)
+        norm = trainer.optimizers.step(0)
+        return norm.item(), next(iter(trainer.optimizers.dense_parameters.values())).grad.max().item()
+
+    norm, largest = step_size(0.0)
+    assert largest == 1.0
+    assert step_size(1.0) == (pytest.approx(norm), pytest.approx(1 / norm, rel=1e-4))
+
+
 class Oracle(nn.Module):
-    """Predicts a constant; the labels are the batch's."""
+    """Predicts a constant; the labels are the batch's. Only to be evaluated."""
 
     def forward(self, batch):
+        assert not self.training
         labels = (batch.candidate_action & 1).float()
         return Output(labels.mean(), labels, torch.full_like(labels, 0.5), labels, batch.weight)
 
@@ -124,9 +146,11 @@ def test_padding_is_not_scored():
     padded = random_batch(small_config(), [3, 3, 3, 3], seed=0)
     padded.candidate_action.copy_(torch.tensor([1, 0, 1, 1]))
     padded.weight[2:] = 0
-    result = evaluate(Oracle(), [padded], Ranks(0, 1, torch.device("cpu")))
+    oracle = Oracle()
+    result = evaluate(oracle, [padded], Ranks(0, 1, torch.device("cpu")))
+    assert oracle.training  # as before
     assert (result.samples, result.auc) == (2, 0.5)
-    assert result.loss == pytest.approx(np.log(2), rel=1e-6)
+    assert result.log_loss == pytest.approx(np.log(2), rel=1e-6)
 
 
 def test_a_holdout_without_samples_is_an_error():

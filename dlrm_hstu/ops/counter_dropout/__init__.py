@@ -32,6 +32,26 @@ def dropout(x: Tensor, p: float, key: DropoutKey | None, rows: tuple[Tensor, Ten
     """
     if p == 0 or key is None:
         return x
+    if x.is_cuda:
+        return _KernelDropout.apply(x, p, key, rows)
     bits = random_bits(row_keys(key.mixed(), *rows), x.shape[1])
     keep = bits >= round(p * 2**32) - 2**31  # bits are uniform over the signed 32-bit range
     return torch.where(keep, x / (1 - p), 0)
+
+
+class _KernelDropout(torch.autograd.Function):
+    """The same mask from a kernel; the backward draws it again."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, p: float, key: DropoutKey, rows: tuple[Tensor, Tensor]) -> Tensor:
+        from dlrm_hstu.ops.counter_dropout.triton import dropout_forward  # brings triton
+
+        ctx.settings = (p, key, rows)
+        return dropout_forward(x.contiguous(), p, key.mixed(), *rows)
+
+    @staticmethod
+    def backward(ctx, dout: Tensor):
+        from dlrm_hstu.ops.counter_dropout.triton import dropout_forward
+
+        p, key, rows = ctx.settings
+        return dropout_forward(dout.contiguous(), p, key.mixed(), *rows), None, None, None

@@ -5,7 +5,22 @@ from torch import Tensor
 from dlrm_hstu.ops.backends import pick_backend
 from dlrm_hstu.ops.hstu_attention.reference import hstu_attention_reference
 
-_BACKENDS = {"reference": hstu_attention_reference}
+
+def _kernels(backend: str):
+    def run(*tensors: Tensor, **settings) -> Tensor:
+        from dlrm_hstu.ops.hstu_attention.kernels import hstu_attention_kernels  # brings triton
+
+        return hstu_attention_kernels(*tensors, backend=backend, **settings)
+
+    return run
+
+
+_BACKENDS = {
+    "reference": hstu_attention_reference,
+    "kernels": _kernels("auto"),
+    "hopper": _kernels("hopper"),
+    "triton": _kernels("triton"),
+}
 
 
 def hstu_attention(
@@ -27,8 +42,10 @@ def hstu_attention(
     q, k: [T, H, d_qk]. v: [T, H, d_v]. offsets: int64 [B + 1], offsets[0] = 0. Returns [T, H, d_v] in v's dtype.
     max_seq_len: divides the scores; at least the longest length. num_targets: [B], the last tokens of each sequence that see all history
     and themselves but not each other. contextual_seq_len: leading tokens that form one bidirectional block. max_attn_len: window in
-    tokens, 0 for none. min_full_attn_seq_len: newest history tokens whose window is unlimited. Raises ValueError on an unknown backend
-    or shapes that do not fit. Formula: Zhai et al., "Actions Speak Louder than Words", 2024, with masks as in docs/model.md.
+    tokens, 0 for none. min_full_attn_seq_len: newest history tokens whose window is unlimited. backend: "reference", "kernels" (on
+    Hopper its own where they support the call, else the portable ones), "hopper", "triton"; "auto" takes the kernels on a GPU. Raises
+    ValueError on an unknown backend, one that cannot run the call, or shapes that do not fit.
+    Formula: Zhai et al., "Actions Speak Louder than Words", 2024, with masks as in docs/model.md.
     """
     if q.shape != k.shape or q.shape[:2] != v.shape[:2]:
         raise ValueError(
@@ -36,6 +53,8 @@ def hstu_attention(
         )
     if min_full_attn_seq_len and not max_attn_len:
         raise ValueError(f"hstu_attention: min_full_attn_seq_len={min_full_attn_seq_len} widens a window; set max_attn_len too")
+    if backend == "auto":
+        backend = "kernels" if q.is_cuda else "reference"
     implementation = pick_backend("hstu_attention", _BACKENDS, backend)
     return implementation(
         q,
