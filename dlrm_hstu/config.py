@@ -34,7 +34,7 @@ class ModelConfig:
     dtype: "float32" or "bfloat16", of the transducer; item tower, head and loss are fp32 always.
     loss_weight: factor on the task's binary cross-entropy.
     kernels: "auto" (the kernels on a GPU, plain PyTorch elsewhere), "triton" or "reference".
-    recompute: what a layer's backward makes again instead of keeping it from the forward: "none", or "uvqk" to save 4 KiB a token (bf16).
+    recompute: what a layer's backward makes again instead of keeping it from the forward: "none", or "uvqk" to keep 5 KiB a token less.
     """
 
     table_dim: int = 512

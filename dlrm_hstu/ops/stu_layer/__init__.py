@@ -29,7 +29,7 @@ class STUWeights:
 @dataclass(frozen=True)
 class STUSettings:
     """num_heads, attention_dim, hidden_dim: H, q/k width and u/v width of a head. eps: of both norms. dropout: drop probability.
-    recompute: what the backward makes again instead of the forward saving it, "none" or "uvqk".
+    recompute: what the backward makes again instead of the forward keeping it: "none", or "uvqk" with the normed input before it.
     """
 
     num_heads: int

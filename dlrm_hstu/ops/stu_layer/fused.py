@@ -23,7 +23,6 @@ class _STULayer(torch.autograd.Function):
     def forward(ctx, x, settings, batch, input_weight, input_bias, uvqk_weight, uvqk_bias, output_norm_weight, output_norm_bias, output):
         normed, mean, rstd = layer_norm_forward(x, input_weight, input_bias, settings.eps)
         uvqk = torch.addmm(uvqk_bias.to(x.dtype), normed, uvqk_weight.to(x.dtype))
-        del normed
         u, q, k, v = _parts(uvqk, settings)
         attention = attention_forward(q, k, v, batch.offsets, **_attention_keywords(settings, batch)).flatten(1)
         y, output_mean, output_rstd = norm_gate_dropout_forward(
@@ -31,12 +30,13 @@ class _STULayer(torch.autograd.Function):
         )
         out = torch.addmm(x, y, output.to(x.dtype))
         ctx.settings, ctx.batch = settings, batch
-        saved = None if settings.recompute == "uvqk" else uvqk
+        keep = settings.recompute == "none"
         ctx.save_for_backward(
             x,
             mean,
             rstd,
-            saved,
+            normed if keep else None,
+            uvqk if keep else None,
             attention,
             output_mean,
             output_rstd,
@@ -53,13 +53,12 @@ class _STULayer(torch.autograd.Function):
     @staticmethod
     def backward(ctx, dout):
         settings, batch, dout = ctx.settings, ctx.batch, dout.contiguous()
-        x, mean, rstd, uvqk, attention, output_mean, output_rstd = ctx.saved_tensors[:7]
-        input_weight, input_bias, uvqk_weight, uvqk_bias, output_norm_weight, output_norm_bias, output = ctx.saved_tensors[7:]
+        x, mean, rstd, normed, uvqk, attention, output_mean, output_rstd = ctx.saved_tensors[:8]
+        input_weight, input_bias, uvqk_weight, uvqk_bias, output_norm_weight, output_norm_bias, output = ctx.saved_tensors[8:]
         uvqk_weight = uvqk_weight.to(x.dtype)
         if uvqk is None:
             normed, _, _ = layer_norm_forward(x, input_weight, input_bias, settings.eps)
             uvqk = torch.addmm(uvqk_bias.to(x.dtype), normed, uvqk_weight)
-            del normed
         u, q, k, v = _parts(uvqk, settings)
         duvqk = torch.empty_like(uvqk)
         du, dq, dk, dv = _parts(duvqk, settings)
@@ -84,10 +83,10 @@ class _STULayer(torch.autograd.Function):
         dattention = dattention.unflatten(1, (settings.num_heads, settings.hidden_dim))
         attention_backward(dattention, q, k, v, batch.offsets, dq=dq, dk=dk, dv=dv, **_attention_keywords(settings, batch))
         del dattention
-        normed, _, _ = layer_norm_forward(x, input_weight, input_bias, settings.eps)
         duvqk_weight = _weight_gradient(normed, duvqk)
-        duvqk_bias = duvqk.sum(0, dtype=torch.float32)
-        dnormed = torch.mm(duvqk, uvqk_weight.t(), out=normed)
+        ones = torch.ones(len(x), 1, dtype=x.dtype, device=x.device)
+        duvqk_bias = _weight_gradient(ones, duvqk).squeeze(0)  # as a matrix product 2.4 ms, as a sum 2.9, at 2.7 M rows
+        dnormed = torch.mm(duvqk, uvqk_weight.t())
         dx, dinput_weight, dinput_bias = layer_norm_backward(dnormed, x, input_weight, mean, rstd, residual_gradient=dout)
         return (
             dx,
