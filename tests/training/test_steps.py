@@ -1,6 +1,7 @@
 """The training step and the evaluation, piece by piece."""
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -9,13 +10,16 @@ import torch
 from torch import nn
 
 from dlrm_hstu.config import OptimizerConfig
+from dlrm_hstu.mlperf.log import MLPerfLog
 from dlrm_hstu.model import Output
 from dlrm_hstu.parallel.process_group import Ranks, process_group
 from dlrm_hstu.parallel.sharding import build_sharded_model, unwrap
+from dlrm_hstu.training import loop
 from dlrm_hstu.training.evaluation import EvalResult, evaluate
 from dlrm_hstu.training.loop import Cadence, Trainer
 from dlrm_hstu.training.optimizers import Optimizers
 from dlrm_hstu.training.schedule import learning_rate
+from dlrm_hstu.training.telemetry import Telemetry
 from tests.batches import random_batch, small_config
 
 OPTIMIZER = OptimizerConfig(dense_lr=1e-2, sparse_lr=1e-2, warmup_steps=10)
@@ -122,6 +126,18 @@ def test_a_clip_norm_of_0_is_off(trainer):
     norm, largest = step_size(0.0)
     assert largest == 1.0
     assert step_size(1.0) == (pytest.approx(norm), pytest.approx(1 / norm, rel=1e-4))
+
+
+def test_an_evaluation_does_not_count_as_training_time(trainer, monkeypatch, tmp_path):
+    def slow(*_) -> EvalResult:
+        time.sleep(0.5)
+        return EvalResult(0.5, 1.0, 0.7, 4)
+
+    monkeypatch.setattr(loop, "evaluate", slow)
+    trainer.log, trainer.telemetry = MLPerfLog(None), Telemetry(tmp_path, rank=1, tensorboard=False)
+    before = trainer._interval.seconds
+    assert not trainer.evaluate()
+    assert trainer._interval.seconds - before < 0.25
 
 
 class Oracle(nn.Module):
