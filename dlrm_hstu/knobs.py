@@ -161,7 +161,7 @@ _FOREIGN = (
     ForeignKnob("EC_INDEX_DEDUP", False, "every distinct row is always looked up once", ("1",)),
     ForeignKnob("QCOMM_LOWMEM_CODEC", False, "there is no codec to patch"),
     ForeignKnob("TRITON_FULL_AUTOTUNE", False, "kernel configurations are pinned", ("0",)),
-    ForeignKnob("HSTU_HAMMER_KERNEL", False, "each op picks its kernel by device"),
+    ForeignKnob("HSTU_HAMMER_KERNEL", False, "each op picks its kernel by device; set ModelConfig.kernels"),
     ForeignKnob("TENSORBOARD_LOG_PATH", False, "TensorBoard files go to the run's folder; TrainConfig.tensorboard turns them off"),
     ForeignKnob("TRAIN_LIFETIME_AUC_MODE", False, _EXACT_AUC),
     ForeignKnob("EVAL_LIFETIME_AUC_MODE", False, _EXACT_AUC),

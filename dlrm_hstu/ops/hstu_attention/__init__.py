@@ -53,9 +53,7 @@ def hstu_attention(
         )
     if min_full_attn_seq_len and not max_attn_len:
         raise ValueError(f"hstu_attention: min_full_attn_seq_len={min_full_attn_seq_len} widens a window; set max_attn_len too")
-    if backend == "auto":
-        backend = "kernels" if q.is_cuda else "reference"
-    implementation = pick_backend("hstu_attention", _BACKENDS, backend)
+    implementation = pick_backend("hstu_attention", _BACKENDS, backend, q)
     return implementation(
         q,
         k,

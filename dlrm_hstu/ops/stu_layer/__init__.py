@@ -66,9 +66,7 @@ def stu_layer(x: Tensor, weights: STUWeights, settings: STUSettings, batch: STUB
     x: [T, D]. Returns [T, D] in x's dtype. "auto" takes the kernels on a GPU and the reference elsewhere. Raises ValueError on an unknown
     backend. Formula: docs/model.md.
     """
-    if backend == "auto":
-        backend = "triton" if x.is_cuda else "reference"
-    return pick_backend("stu_layer", _BACKENDS, backend)(x, weights, settings, batch)
+    return pick_backend("stu_layer", _BACKENDS, backend, x)(x, weights, settings, batch)
 
 
 def _kernels(x: Tensor, weights: STUWeights, settings: STUSettings, batch: STUBatch) -> Tensor:
